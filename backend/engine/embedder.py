@@ -351,7 +351,7 @@ def context_of(model: Any, wanted: int | None) -> int:
     positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
     if positions is not None:
         embeddings = getattr(model[0].auto_model.base_model, "embeddings", None)
-        if hasattr(embeddings, "position_embeddings"):  # RoBERTa's begin behind that of padding
+        if hasattr(embeddings, "position_embeddings"):  # RoBERTa's begin behind the padding's
             positions -= getattr(embeddings, "padding_idx", -1) + 1
     trained = int(model.max_seq_length)
     most = trained if positions is None else min(trained, positions)

@@ -7,7 +7,7 @@ from backend.models.qwen3_next import hybrid_family
 from backend.settings import EngineOptions
 
 _LEAST_SECRET = 16
-"""An engine proves itself to whoever connects, who could try short secrets at leisure."""
+"""An engine sends its proof to strangers too, and a stranger could guess a short secret."""
 
 
 def check_hybrid(options: EngineOptions, directory: Path) -> None:

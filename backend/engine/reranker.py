@@ -65,7 +65,7 @@ def start(options: EngineOptions) -> tuple[embedder.EmbeddingEngine, Tokenizer, 
         raise ModelLoadError(f"{directory / 'config.json'}: {problem}")
     inner = model[0].auto_model
     is_classifier = type(inner).__name__.endswith("ForSequenceClassification")
-    # A decoder's score is that of the last token, which it finds by this key.
+    # A decoder scores the last token, which it finds by this key.
     is_decoder = is_classifier and not hasattr(inner.base_model, "embeddings")
     if is_decoder and inner.config.get_text_config().pad_token_id is None:
         problem = "pad_token_id is missing, so pairs of several lengths have no scores"

@@ -74,7 +74,7 @@ class BlockFile:
     def _open(self, capacity: int) -> None:
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             raise OSError(errno.EINVAL, "it is no file")
-        os.fchmod(self._file, 0o600)  # which only its owner may, whoever made it
+        os.fchmod(self._file, 0o600)  # only the owner may do so
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -1,6 +1,6 @@
 """States of sequences beside their KV, for models with gated delta nets.
 
-A state has a row: one for each slot, one for padding, then those of snapshots. A new sequence's
+The rows are: one for each slot, one for padding, then one for each snapshot. A new sequence's
 begins as a snapshot or as zeros. A step advances the rows of its slots in place, and saves what
 ``StepBatch.saves`` says into rows of snapshots, in the middle of a span if that is where it is.
 """

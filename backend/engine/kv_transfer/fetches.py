@@ -141,7 +141,7 @@ class Fetches:
         counts = self._core.transfer_counts
         left = _PARTS_AT_A_TIME
         for number, fetch in list(self._open.items()):
-            for _ in range(fetch.parts.qsize()):  # of those that come later, a wake tells
+            for _ in range(fetch.parts.qsize()):  # later parts come with a wake
                 if not left:
                     self.wake()
                     return

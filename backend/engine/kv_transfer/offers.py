@@ -134,7 +134,7 @@ class Offers:
         return [each for each in items if each[0] >= 0]
 
     def close(self) -> None:
-        """Listen no longer, and let those who wait compute themselves."""
+        """Listen no longer. Decode engines that wait compute their prompts themselves."""
         self._closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What two engines say to each other over TCP: who asks, for which blocks, and the blocks.
+"""The connection of two engines over TCP: proofs, a request for blocks, and the blocks.
 
 The decode engine connects for each prompt. Both prove that they have the secret (HMAC-SHA256 over
 two nonces), so neither serves strangers nor takes their blocks; nothing is encrypted. Then comes a
@@ -204,7 +204,7 @@ class Channel:
     def _offered_memory(self, block_bytes: int) -> Iterator[str | None]:
         """Make memory that an engine on this host can map; None: it is elsewhere, or none is left.
 
-        Its name is gone behind this, so it ends with those who have mapped it.
+        Its name is gone behind this, so the memory ends with the last process that mapped it.
         """
         if self._socket.getpeername()[0] != self._socket.getsockname()[0]:
             yield None
