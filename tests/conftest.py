@@ -18,6 +18,8 @@ from running_redis import Chosen, newest_version, redis_folders
 from scripted_upstream import ScriptedUpstream
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A test imports it before pytest knows it as a plugin, and warnings are errors.
+pytest.register_assert_rewrite("tiny_checkpoints")
 # How long an example takes is the machine's affair.
 TIMELESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 # The same examples each time: a commit is tested, not luck. `make soak` looks for new ones, and
